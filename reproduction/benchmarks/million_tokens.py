@@ -23,7 +23,7 @@ LAYERS = ("squared_relu × rotary", "teka, causal")
 
 
 def measure_layer_pass(name: str, num_tokens: int, backward: bool) -> dict[str, object]:
-    """Run one forward pass, or forward and backward pass, and measure its time and peak memory."""
+    """Measure the time and peak memory of one forward pass, or of a forward and a backward pass."""
     torch.set_num_threads(1)
     layer = make_layer(name)
     tokens = torch.randn(1, num_tokens, DIM)

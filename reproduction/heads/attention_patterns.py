@@ -35,7 +35,7 @@ def find_middle_token(grid: Grid) -> int:
 
 
 def measure_attended_offsets(layers: Sequence[RelativeModule], grid: Grid) -> dict[str, Tensor]:
-    """Measure at which offsets from the query each head attends, ignoring the content.
+    """Measure to which offsets from the query each head attends, ignoring the content.
 
     The query is the token in the middle of the grid. An offset (row, column) is the position of a
     key minus the position of the query, in tokens.

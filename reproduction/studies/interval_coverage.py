@@ -106,7 +106,7 @@ def simulate_responses(model: SimulatedModel, images: Tensor, seed: int) -> Resp
 
 
 @cache
-def simulate_population(model: SimulatedModel, seed: int = 0) -> tuple[Responses, dict[str, Any]]:
+def simulate_all_images(model: SimulatedModel, seed: int = 0) -> tuple[Responses, dict[str, Any]]:
     """Simulate a model's responses to all 20,000 images, and compute the metrics from them.
 
     Audits estimate these true values from a sample of the images.
@@ -138,8 +138,8 @@ def simulate_audit(
     Yields:
         The kind of interval, its metric, and True if it contains the true value.
     """
-    responses, truth = simulate_population(model)
-    better, better_truth = simulate_population(model._replace(margin=model.margin + 0.2), 1)
+    responses, truth = simulate_all_images(model)
+    better, better_truth = simulate_all_images(model._replace(margin=model.margin + 0.2), 1)
     generator = torch.Generator().manual_seed(seed)
     images = torch.randint(NUM_POPULATION, (num_images,), generator=generator)
     seen = select_responses(responses, images)

@@ -1,4 +1,4 @@
-"""Study that compares relative positions for linear attention from other papers and from teka.
+"""Study that compares linear attention with relative positions, from other papers and from teka.
 
     python -m reproduction.studies.linear_positions --data-dir data --processes 2
     python -m reproduction.studies.linear_positions --times     # on a quiet machine

@@ -26,7 +26,7 @@ THRESHOLDS = (1e5, 1e3, 100.0, 10.0, 3.0)
 
 
 def train_and_prune(seed: int) -> dict[str, Any]:
-    """Train the network of a seed, remove its degenerate heads, and fine-tune it."""
+    """Train a network with the given seed, remove its degenerate heads, and fine-tune it."""
     folder, pruned = RUNS / f"seed-{seed}", RUNS / f"seed-{seed}-pruned"
     run = STUDY.make_study_model({"model": "SA quadratic generalized"}, seed).run
     train(run, folder, resume=True)

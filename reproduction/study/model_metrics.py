@@ -23,8 +23,8 @@ def measure_model(model: nn.Module, dataset: Dataset, settings: MeasureSettings)
 
     - The cost is the number of floating-point operations in a forward pass for one image.
     - The equivariance error is the largest relative change of the logits under the shifts.
-    - The noise floor is the larger of two relative changes of the logits of unshifted images:
-      between two calls, and between float32 and float64.
+    - The noise floor is the relative change of the logits without any shift: between two calls, or
+      between float32 and float64 if this change is larger.
 
     The model runs on a GPU if one is available.
 
