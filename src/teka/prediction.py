@@ -286,8 +286,8 @@ def center_drawing(
 def measure_stroke_width(ink: Bool[np.ndarray, "height width"]) -> float:
     """Return the mean stroke width of a drawing in pixels, or 0 if there is no ink.
 
-    The width is twice the area of the ink divided by the length of its outline. The length is
-    estimated as π/4 times the number of pixel edges on the outline.
+    The estimate is twice the area of the ink, divided by the length of its outline. The length is
+    π/4 times the number of pixel edges on the outline.
     """
     padded = np.pad(ink, 1)
     edges = np.diff(padded, axis=0).sum() + np.diff(padded, axis=1).sum()
@@ -322,9 +322,7 @@ def _crop_and_scale(
     scale: float,
     size: Int[np.ndarray, " 2"],
 ) -> UInt8[np.ndarray, "new_height new_width"]:
-    """Crop a rectangle from a picture and scale it to a new size.
-
-    Pixels outside the picture are 0.
+    """Crop a rectangle from a picture and scale it to a new size. Pixels outside are 0.
 
     Args:
         ink: The picture, with values from 0 to 1.

@@ -102,7 +102,7 @@ def _audit_and_compare_runs(
     if len(set(names)) < len(names):
         names = [str(run.folder) for run in runs]
     audit_inputs = [
-        _make_audit_inputs(run, name, settings) for run, name in zip(runs, names, strict=True)
+        _make_inputs_from_run(run, name, settings) for run, name in zip(runs, names, strict=True)
     ]
     check_folder_is_writable("out", out)
     results = ResultOptions(html=f"{out}/report.html", json=f"{out}/report.json")
@@ -112,7 +112,7 @@ def _audit_and_compare_runs(
     print_and_write_results(reports, comparison.to_dict(), results, text, comparison.pairs)
 
 
-def _make_audit_inputs(trained: "TrainedRun", name: str, settings: AuditSettings) -> AuditInputs:
+def _make_inputs_from_run(trained: "TrainedRun", name: str, settings: AuditSettings) -> AuditInputs:
     """Return the inputs of an audit that measures a trained run on its own test images.
 
     Args:

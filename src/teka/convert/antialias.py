@@ -217,7 +217,7 @@ class SharedSamplingOffsets:
         return sampled
 
 
-class _ThreadOffsets(threading.local):
+class _ThreadLocalOffsets(threading.local):
     """Thread-local storage of `SharedSamplingOffsets`.
 
     Attributes:
@@ -229,7 +229,7 @@ class _ThreadOffsets(threading.local):
         self.choices: dict[SampledGrid, tuple[Tensor, tuple[int, ...]]] = {}
 
 
-_thread_offsets = _ThreadOffsets()
+_thread_offsets = _ThreadLocalOffsets()
 
 
 restore_thread_locals_in_checkpoints(_thread_offsets)

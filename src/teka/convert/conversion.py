@@ -288,9 +288,10 @@ def convolution_from_attention(
     - The padding is circular on a periodic grid and zero otherwise.
     - The stride is taken from a `BorderedAttention` and is otherwise 1. Dropout is ignored.
 
-    In the interior of the grid, the outputs differ by at most 2 (1 − share) max|x| · Σ_h |O_h V_h|
-    per channel. At the edges, an attention layer without a border differs more, because it attends
-    to cells inside the grid where the convolution reads zeros.
+    In the interior of the grid, the outputs of both layers differ by at most
+    2 (1 − share) max|x| · Σ_h |O_h V_h| per channel. At the edges, an attention layer without a
+    border differs more, because it attends to cells inside the grid where the convolution reads
+    zeros.
 
     >>> import torch, teka
     >>> convolution, grid = torch.nn.Conv2d(3, 4, 3, padding=1), teka.Grid((5, 6))

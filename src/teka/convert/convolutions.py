@@ -71,9 +71,11 @@ def factor_matrices(
 ) -> tuple[Float[Tensor, "heads rank in_channels"], Float[Tensor, "heads out_channels rank"]]:
     """Factor each head's matrix into a value projection and an output projection.
 
-    For a matrix W, the product O V of the two projections is the nearest matrix of this rank in the
-    Frobenius norm. The factors come from a singular value decomposition. If `rank` equals the
-    number of output or input channels, the product is exactly W, and one factor is the identity.
+    The value projection V maps the input channels to the `rank` channels of a head, and the output
+    projection O maps them to the output channels. The product O V is the nearest matrix of this
+    rank to the head's matrix W, in the Frobenius norm, from a singular value decomposition. If
+    `rank` equals the number of output or input channels, the product is exactly W, and one factor
+    is the identity.
 
     Args:
         matrices: The matrix of each head, shape (H, D_out, D_in).
@@ -92,8 +94,9 @@ def factor_matrices(
 def low_rank_convolution(convolution: nn.Module, rank: int) -> tuple[Convolution, float]:
     """Return the nearest convolution that attention heads of size `rank` can compute exactly.
 
-    At each position in its kernel, the matrix from input to output channels has at most this rank.
-    The nearest convolution is the one with the smallest error of the weight in the Frobenius norm.
+    Such a convolution has, at each position in its kernel, a matrix from input to output channels
+    whose rank is at most `rank`. The nearest one has the smallest error of the weight in the
+    Frobenius norm.
 
     >>> import torch, teka
     >>> convolution = torch.nn.Conv2d(8, 8, 3, padding=1)

@@ -122,7 +122,9 @@ def read_picture(
         upright = operations.exif_transpose(opened)
     mode = upright.mode
     if mode in _DEEP_MODES:
-        levels = _to_uint8(np.asarray(upright), picture)[..., None].repeat(in_channels, axis=2)
+        levels = _rescale_to_uint8(np.asarray(upright), picture)[..., None].repeat(
+            in_channels, axis=2
+        )
     else:
         if upright.has_transparency_data:
             upright = _blend_with_ground(upright.convert("RGBA"), ground)
@@ -135,7 +137,7 @@ def read_picture(
     return torch.from_numpy(np.atleast_3d(levels)).permute(2, 0, 1).contiguous()
 
 
-def _to_uint8(levels: np.ndarray, picture: object) -> np.ndarray:
+def _rescale_to_uint8(levels: np.ndarray, picture: object) -> np.ndarray:
     """Convert the gray levels of a 16-bit or floating-point picture to levels from 0 to 255.
 
     Integers are on a scale from 0 to 65,535. Floating-point levels are on a scale from 0 to 255 if

@@ -20,12 +20,12 @@ MAX_NUM_WORKERS = 8
 
 
 class MicroBatch(NamedTuple):
-    """Image indices for one forward and backward pass, which is part of an optimizer step.
+    """Indices of the images in one forward and backward pass, which is part of a training step.
 
     Attributes:
         indices: Indices of the images.
-        weight: Weight of the mean loss over these images. Micro-batches may differ in size. The
-            weights make the mean loss over micro-batches equal to the mean loss over images.
+        weight: Factor for the mean loss of these images. Micro-batches may differ in size. With
+            the factors, the mean over the micro-batches of a step is the mean over its images.
     """
 
     indices: list[int]

@@ -41,10 +41,10 @@ REQUIRED_KEYS = (
 
 @dataclass(eq=False)
 class Checkpoints(Checkpoint):
-    """Callback that saves a checkpoint after each epoch.
+    """Lightning callback that saves checkpoints after each epoch.
 
-    `last.ckpt` is saved after every epoch. `best.ckpt` is saved after the epoch with the highest
-    validation accuracy, or after every epoch if there are no validation images.
+    `last.ckpt` is saved after every epoch, to resume the run. `best.ckpt` holds the epoch with the
+    highest validation accuracy, or the last epoch if there are no validation images.
 
     Args:
         folder: Folder of the checkpoints.
