@@ -176,4 +176,6 @@ def test_bad_input_is_an_error_of_one_line(model_folder, fails):
         assert message in fails(
             "compare", "models.py:up", f"models.py:{other}", "--data", "digits", "--images", "5"
         )
-    assert "one size" in fails("compare", "digits", "models.py:right", "--ignore-labels", *OPTIONS)
+    assert "must be the same" in fails(
+        "compare", "digits", "models.py:right", "--ignore-labels", *OPTIONS
+    )

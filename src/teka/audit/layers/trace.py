@@ -255,7 +255,7 @@ class ModelTrace:
             return
         # Tensors that are made in inference mode have no version.
         version = None if value.is_inference() else value._version
-        known_version, result = self._known.get(value, (None, None))
+        known_version, result = self._known.get(value) or (None, None)
         if result is None or known_version != version:
             result = self._trace_tensor(event, value)
             self._known[value] = version, result
