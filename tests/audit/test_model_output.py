@@ -91,7 +91,7 @@ def test_transformers_model_is_measured_by_the_metric_of_its_task(output, image_
         audit_inputs.function,
         audit_inputs.images,
         settings=audit_inputs.settings,
-        **audit_inputs.known,
+        **audit_inputs.audit_arguments,
     )
     assert report.failures == ()
     expected = {"segmentation": "overlap", "boxes": "overlap", "features": "retrieval"}[output]

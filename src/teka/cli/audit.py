@@ -184,7 +184,7 @@ def audit_with_progress(
                 inputs.labels,
                 settings=inputs.settings,
                 name=name,
-                **inputs.known,
+                **inputs.audit_arguments,
                 checkpoint=None if resume is None else Path(resume, subfolder),
                 progress=lambda part, done, total, _: display.show(f"{name}, {part}", done, total),
                 on_result=on_result and handle_result,

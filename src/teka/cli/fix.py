@@ -83,7 +83,7 @@ def fix(
         )
     fixed, outcome = convert.fix(inputs.function, before.layers, fixes)
     for name in outcome.fixed:
-        print(f"{name}: {FIXES[name].does} ({FIXES[name].source})")
+        print(f"{name}: {FIXES[name].effect} ({FIXES[name].source})")
     print(escape_unprintable_except_newlines(outcome), flush=True)
     num_layers = {name: len(layers) for name, layers in outcome.fixed.items() if layers}
     if not num_layers:
@@ -95,12 +95,12 @@ def fix(
         )
         return
     name = f"{inputs.model.name} (fixed)"
-    facts = {**inputs.known["model_facts"], "name": name, "fixed": num_layers}
+    facts = {**inputs.audit_arguments["model_facts"], "name": name, "fixed": num_layers}
     fixed_inputs = replace(
         inputs,
         function=fixed,
         model=replace(inputs.model, name=name),
-        known={**inputs.known, "model_facts": facts},
+        audit_arguments={**inputs.audit_arguments, "model_facts": facts},
     )
     # Each set of fixes has its own resume folder, because the weights do not identify the fixes.
     after = audit_all_modes(fixed_inputs, command, results, "-".join(num_layers))

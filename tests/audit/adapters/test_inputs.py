@@ -48,12 +48,12 @@ def test_packaged_model_gets_its_training_image_size():
         load("mnist", loaders=LOCAL_LOADERS), ImageOptions("digits", images=7), SETTINGS
     )
     assert audit_inputs.images.shape == (7, 1, 28, 28)
-    assert audit_inputs.known["caveats"] == ()
+    assert audit_inputs.audit_arguments["caveats"] == ()
     every = prepare_audit_inputs(
         load("digits", loaders=LOCAL_LOADERS), ImageOptions("digits"), SETTINGS
     )
     assert torch.equal(every.images, load_data("digits", image_size=16).test.images)
-    assert every.known["class_names"] == tuple("0123456789")
+    assert every.audit_arguments["class_names"] == tuple("0123456789")
     assert "360 of 360 test images of digits, 16 × 16" in every.description[1]
 
 
@@ -65,13 +65,13 @@ def test_resizing_to_the_model_is_reported(arrays):
     # The crop does not scale pixels. The resize changed 20 × 24 to 10 × 12.
     assert (
         "resized to 10 × 12 and then shifted: a shift of 2 pixels is 4 pixels"
-        in audit_inputs.known["caveats"][0].message
+        in audit_inputs.audit_arguments["caveats"][0].message
     )
     assert (
-        audit_inputs.known["data_facts"]["preprocessing"]
+        audit_inputs.audit_arguments["data_facts"]["preprocessing"]
         == "resized to 10 × 12 (bilinear), cropped to the middle 10 × 8"
     )
-    assert audit_inputs.known["data_facts"]["image_size"] == [20, 24]
+    assert audit_inputs.audit_arguments["data_facts"]["image_size"] == [20, 24]
 
 
 def test_shift_before_resize_moves_the_resize_into_the_function(arrays):
@@ -84,7 +84,7 @@ def test_shift_before_resize_moves_the_resize_into_the_function(arrays):
     torch.testing.assert_close(
         audit_inputs.function(audit_inputs.images), after.function(after.images)
     )
-    assert "shifted and then resized" in audit_inputs.known["caveats"][0].message
+    assert "shifted and then resized" in audit_inputs.audit_arguments["caveats"][0].message
 
 
 def test_shift_before_resize_gives_a_packaged_model_original_images(tmp_path):
@@ -180,7 +180,9 @@ def test_crop_for_an_unknown_input_size_keeps_the_size_of_the_images(tmp_path):
     assert audit_inputs.images.shape == (3, 3, 112, 80)
     seen = audit_inputs.settings.movement("crop", (112, 80)).seen_size((112, 80))
     assert seen == (96, 64)  # multiples of 32, which many models require
-    assert "64 were resized to 112 × 80 and then" in audit_inputs.known["caveats"][0].message
+    assert (
+        "64 were resized to 112 × 80 and then" in audit_inputs.audit_arguments["caveats"][0].message
+    )
     assert "resized to 112 × 80" in audit_inputs.description[1]
 
 
@@ -223,7 +225,7 @@ def test_model_without_an_input_size_keeps_the_image_size(arrays):
         SETTINGS,
     )
     assert tuple(audit_inputs.images.shape) == (12, 3, 20, 24)
-    assert audit_inputs.known["data_facts"]["preprocessing"] == "none"
+    assert audit_inputs.audit_arguments["data_facts"]["preprocessing"] == "none"
 
 
 @pytest.mark.parametrize(
@@ -278,7 +280,7 @@ def test_data_without_a_test_split_is_used_unless_trained_on(tmp_path, kind):
     assert len(outside.images) == 9
     used = f"9 of 9 images of {data} (the data has no separate test images)"
     assert used in outside.description[1]
-    assert outside.known["data_facts"]["used"] == used
+    assert outside.audit_arguments["data_facts"]["used"] == used
     trained = prepare_audit_inputs(
         make_trained_model(str(data)), ImageOptions(str(data), ignore_labels=True), SETTINGS
     )
@@ -310,7 +312,7 @@ def test_data_without_a_test_split_is_used_unless_trained_on(tmp_path, kind):
         ImageOptions(str(data), ignore_labels=True, images=4),
         SETTINGS,
     )
-    assert few.known["data_facts"]["used"].startswith("4 of 9 images")
+    assert few.audit_arguments["data_facts"]["used"].startswith("4 of 9 images")
 
 
 def test_images_keep_their_order_and_smaller_samples_are_subsets():
@@ -447,14 +449,16 @@ def test_undeclared_preprocessing_has_a_caveat_that_lists_the_options(tmp_path):
         model = make_model(Preprocessing(in_channels), 10)
         model = dataclasses.replace(model, declares_preprocessing=False)
         options = ImageOptions("digits", images=3)
-        caveat = prepare_audit_inputs(model, options, SETTINGS).known["caveats"][0]
+        caveat = prepare_audit_inputs(model, options, SETTINGS).audit_arguments["caveats"][0]
         assert caveat.name == "unknown preprocessing", in_channels
         assert "--mean 0.5 --std 0.5" in caveat.message, in_channels
         assert ("0.485 0.456 0.406" in caveat.message) == has_color_options, in_channels
         assert ("--bgr" in caveat.message) == has_color_options, in_channels
         # Models of a comparison have equal caveats, which are shown once.
         other = dataclasses.replace(model, name="another")
-        assert prepare_audit_inputs(other, options, SETTINGS).known["caveats"][0] == caveat
+        assert (
+            prepare_audit_inputs(other, options, SETTINGS).audit_arguments["caveats"][0] == caveat
+        )
 
 
 def test_empty_folder_is_an_error(tmp_path):

@@ -162,4 +162,4 @@ def test_numeric_folder_names_have_labels_in_numeric_order(tmp_path):
     )
     assert audit_inputs.labels is not None
     assert torch.equal(perfect(audit_inputs.images).argmax(1), audit_inputs.labels)
-    assert audit_inputs.known["class_names"] == tuple(map(str, range(12)))
+    assert audit_inputs.audit_arguments["class_names"] == tuple(map(str, range(12)))

@@ -25,7 +25,7 @@ def locate(*layers, movement="circular", **options):
 def test_fixes_have_a_break_a_description_and_a_source():
     for fix in FIXES.values():
         assert fix.kind in BREAKS
-        assert fix.does
+        assert fix.effect
         assert fix.source
 
 

@@ -7,12 +7,12 @@ from teka.audit.measure.noise import NoiseFloor
 from teka.audit.movement import Movement
 from teka.audit.page.charts import GRAY
 from teka.audit.page.pages import (
-    audit_rows,
     examples_to_json,
     list_measured_metrics,
     model_names_by_caveat,
     protocol_sections,
     render_audit_page,
+    results_rows,
 )
 from teka.audit.protocols import ProtocolResult
 from teka.audit.statistics.intervals import Estimate
@@ -31,7 +31,7 @@ def test_audit_columns_are_the_metrics_of_any_mode():
 
 def test_audit_rows_leave_missing_metrics_blank():
     reports = [make_report(metrics=(make_metrics(output="dense"),)), make_report()]
-    dense, logits = audit_rows(reports)
+    dense, logits = results_rows(reports)
     assert "accuracy" not in dense.cells
     assert dense.cells["mean_error"] == ("0.31", "0.28–0.34")
     assert logits.cells["accuracy"] == ("97.0", "95.0–98.5")
@@ -41,7 +41,7 @@ def test_audit_rows_are_modes_of_models():
     report = make_report(
         metrics=(make_metrics(), make_metrics(Movement("zero"), skipped=((9, 9),)))
     )
-    rows = audit_rows([report, report])
+    rows = results_rows([report, report])
     assert [(row.model, row.mode, row.shifts) for row in rows] == [
         (0, "circular", "81"), (0, "zero", "81 of 82"), (1, "circular", "81"), (1, "zero", "81 of 82"),
     ]  # fmt: skip

@@ -125,7 +125,7 @@ def load_audit_images(
         ValueError: The data cannot be read, or images have different sizes after preprocessing.
     """
     check_sizes({"seed": seed, "images": options.images}, least=0)
-    source = _find_images(options)
+    source = _find_available_images(options)
     if not len(source.images):
         raise wrong_argument(f"the test images of {options.data}", "none", "at least one")
     available = torch.arange(len(source.images))
@@ -224,7 +224,7 @@ class _AvailableImages(NamedTuple):
     class_names: tuple[str, ...] | None = None
 
 
-def _find_images(options: ImageOptions) -> _AvailableImages:
+def _find_available_images(options: ImageOptions) -> _AvailableImages:
     data = options.data
     path = options.path
     if path is None:
@@ -279,7 +279,7 @@ def choose_default_mode(options: ImageOptions) -> tuple[str, str]:
     """
     if options.path is None or not is_picture_dataset(options.path):
         return "circular", "the images are not picture files"
-    files: Any = _find_images(options).images
+    files: Any = _find_available_images(options).images
     sides = []
     for file in files[:: math.ceil(len(files) / _NUM_HEADERS)]:
         with contextlib.suppress(ValueError):  # damaged files are reported when they are read
@@ -300,8 +300,8 @@ class AuditInputs:
         images: Unshifted images in [0, 1], as the function takes them.
         labels: Labels as indices of the model's classes, or None.
         settings: Settings of the audit.
-        known: Further arguments of `teka.audit.audit`: class names, caveats, and facts about the
-            model and the data for the report.
+        audit_arguments: Further arguments of `teka.audit.audit`: class names, caveats, and facts
+            about the model and the data for the report.
         description: Lines about the model, its images and the mode of shifting, for the terminal.
     """
 
@@ -310,7 +310,7 @@ class AuditInputs:
     images: ImageSet
     labels: Int[Tensor, " images"] | None
     settings: AuditSettings
-    known: dict[str, Any]
+    audit_arguments: dict[str, Any]
     description: tuple[str, ...]
 
 
@@ -409,7 +409,7 @@ def prepare_audit_inputs(
     if mode_note:
         data_facts["mode"] = mode_note
     model_facts = {**model.describe(), "shifted": f"{'before' if is_late else 'after'} resizing"}
-    known = {
+    audit_arguments = {
         "class_names": names,
         "model_facts": model_facts,
         "data_facts": data_facts,
@@ -427,7 +427,9 @@ def prepare_audit_inputs(
     description = tuple(
         to_one_line(f"{title}: {text}", LONGEST_TEXT) for title, text in lines.items() if text
     )
-    return AuditInputs(model, function, chosen.images, labels, settings, known, description)
+    return AuditInputs(
+        model, function, chosen.images, labels, settings, audit_arguments, description
+    )
 
 
 def _preprocessing_caveat(*, is_gray: bool) -> Caveat:

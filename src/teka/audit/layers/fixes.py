@@ -29,14 +29,14 @@ class LayerFix(NamedTuple):
 
     Args:
         kind: Kind of break that the fix reduces, one of `teka.audit.layers.localize.BREAKS`.
-        does: Effect of the fix on a layer, as a clause for the user.
+        effect: What the fix does to a layer, as a clause for the user.
         source: Publication of the fix.
         wraps: True if the fix is recommended only for circular shifts, False if only for other
             shifts, and None if for both.
     """
 
     kind: str
-    does: str
+    effect: str
     source: str
     wraps: bool | None
 

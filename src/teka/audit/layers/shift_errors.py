@@ -95,7 +95,7 @@ def _relative_errors(sums: Sums) -> Float[Tensor, "regions *of"]:
     return (torch.stack([inside / num_inside, interior / num_interior, border]) / norm).sqrt()
 
 
-def select_best_cell_shift(
+def select_sums_of_best_shift(
     sums: Float[Tensor, "cell_shifts images 5"],
 ) -> Float[Tensor, "images 5"]:
     """Select, for each image, the sums for the cell shift with the smallest relative error.
@@ -276,4 +276,4 @@ def _sum_squared_errors(
     )
     columns = inside_error, num_inside, interior_error, num_interior, size
     sums_by_shift = torch.stack(columns, dim=-1).split(list(map(len, candidates)))
-    return torch.stack([select_best_cell_shift(sums).sum(dim=0) for sums in sums_by_shift])
+    return torch.stack([select_sums_of_best_shift(sums).sum(dim=0) for sums in sums_by_shift])

@@ -68,7 +68,7 @@ def list_measured_metrics(
     return [name for name in numbers if name in measured]
 
 
-def audit_rows(reports: Sequence[AuditReport]) -> list[AuditRow]:
+def results_rows(reports: Sequence[AuditReport]) -> list[AuditRow]:
     """Return one row of the results table for each model and mode of shifting."""
     rows = []
     for model, report in enumerate(reports):
@@ -255,7 +255,7 @@ def render_audit_page(reports: Sequence[AuditReport], pairs: Sequence[ModelPair]
         "severities": SEVERITIES,
         "metrics": NUMBERS,
         "columns": columns,
-        "rows": audit_rows(reports),
+        "rows": results_rows(reports),
         "first_numbers": list_measured_metrics(reports, FIRST_NUMBERS)[:3],
         "interval_note": explain_intervals(reports, columns),
         "comparisons": comparison_sections(pairs, reports),

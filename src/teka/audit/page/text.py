@@ -12,11 +12,11 @@ from teka.audit.page.metric_formatting import (
     metric_title,
 )
 from teka.audit.page.pages import (
-    audit_rows,
     describe_used_images,
     explain_intervals,
     list_measured_metrics,
     model_names_by_caveat,
+    results_rows,
 )
 from teka.audit.report import AuditReport
 from teka.audit.statistics.comparison import ModelPair
@@ -97,7 +97,7 @@ def format_caveats(reports: Sequence[AuditReport]) -> list[str]:
 def results_table(reports: Sequence[AuditReport]) -> tuple[Table, str]:
     """Create a table of the main metrics, with one row for each model and mode, and its notes."""
     columns = list_measured_metrics(reports, TEXT_NUMBERS)
-    audited = audit_rows(reports)
+    audited = results_rows(reports)
     several = len(reports) > 1
     rows = []
     for row in audited:
