@@ -56,9 +56,9 @@ class Grid:
     with origin o and spacing s. A shift by (t_1, …, t_n) moves the content of the cell at index i
     to index i + t: down along the first axis of an image, and right along the second.
 
-    The origin matters only if two grids are used together, such as the queries and keys of
-    downsampling. For example, `Grid(8, spacing=2.0, origin=0.5)` has its cells halfway between the
-    pairs of cells of `Grid(16)`.
+    The origin matters only if two grids are used together, such as those of the queries and the
+    keys of a downsampling layer. For example, each cell of `Grid(8, spacing=2.0, origin=0.5)` lies
+    halfway between two cells of `Grid(16)`.
 
     Grids are immutable, hashable and compared by value. In `torch.export`, a grid that is an
     argument of a model is a constant of the exported program. Its entry in `dynamic_shapes` is

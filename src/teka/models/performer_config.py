@@ -78,8 +78,8 @@ class PerformerConfig:
         image_size: Pixels along each of one to three axes. One number stands for a square image.
         in_channels: Number of channels of the images.
         num_classes: Number of logits.
-        dim: Size of a token. `dim`, `depth` and `heads` are one number, or one for each stage. A
-            polyphase downsampling by 2 stands between two stages.
+        dim: Size of a token. `dim`, `depth` and `heads` are one number, or one for each stage.
+            Between two stages, a polyphase downsampling halves each side of the grid.
         depth: Number of blocks.
         heads: Number of heads.
         position: Position encoding: "none", "absolute" (sinusoids added to the tokens),
@@ -135,7 +135,7 @@ class PerformerConfig:
         projection: Distribution of random features: "orthogonal" (the default), "independent" or
             "fixed_norm".
         qkv_bias: If True, queries, keys and values have a bias.
-        dropout: Dropout probability, in MLPs too.
+        dropout: Dropout probability of the attention and of the MLPs.
         backend: Backend of the attention: "auto", "dense", "linear", "toeplitz", "rings", "fft" or
             "windows".
         position_heads: Number of heads that attend by position alone.

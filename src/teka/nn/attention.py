@@ -101,7 +101,7 @@ class Attention(nn.Module):
             Default: False.
         value_convolution: Side in cells of a depthwise convolution of the values, which is added to
             the output of the heads, or None. Default: None.
-        values: "projected", or "tokens" for heads that average the tokens themselves, without a
+        values: "projected", or "tokens" to use the tokens themselves as values, without a
             projection (Cordonnier et al. 2020, eq. 11). Default: "projected".
 
     Raises:
@@ -195,7 +195,7 @@ class Attention(nn.Module):
         return self.kernel if isinstance(self.kernel, ContentKernel) else self.kernel()
 
     def head_groups(self) -> tuple[HeadGroup, ...]:
-        """Return the heads of the layer in groups that share their kernels.
+        """Return the heads of the layer, grouped by their kernels.
 
         Usually, there is one group of all heads. Heads that attend by position alone form a second
         group. The kernels have the current parameters of the layer.

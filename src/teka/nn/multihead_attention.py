@@ -139,7 +139,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         Args:
             query: Query tokens, shape (L, B, E), or (B, L, E) with `batch_first`, or (L, E).
             key: Tokens that are projected to keys.
-            value: Tokens that are projected to values, the same number as keys.
+            value: Tokens that are projected to values. Their number is that of the keys.
             key_padding_mask: Mask of the keys, shape (B, L_k), or (L_k,) without a batch.
             need_weights: Return the weights too, at a cost of O(L²).
             attn_mask: None or a causal mask.

@@ -84,8 +84,7 @@ class LearnedRelativeKernel(RelativeModule):
     Args:
         kernel: A name of `teka.functional.RELATIVES`, or a class such as `teka.functional.Rotary`.
         num_axes: Number of axes of the grid, for kernels that have this option. With None, the
-            kernel has two axes until the first call of a layer on a grid with another number; see
-            `set_num_axes`.
+            kernel has two axes until a layer calls `set_num_axes` for its first grid.
         **options: Other arguments of `with_initial_parameters` of that class, such as `heads` and
             `dim_head`.
 
@@ -246,7 +245,7 @@ class EmbeddedBiasTable(RelativeModule):
     Args:
         num_axes: Number of axes of the grid.
         heads: Number of heads.
-        max_offset: Largest offset in cells with an entry of its own.
+        max_offset: Largest offset in cells that has its own entry.
         embedding_dim: Size of an embedding.
 
     Raises:

@@ -80,7 +80,8 @@ def diagnose(
         layer: An `Attention`, or a block or model that contains some.
         inputs: For an `Attention`, its `tokens` and `grid`, as in `Attention.forward`. For another
             module, the inputs of a call. Each layer is diagnosed with the inputs of its first call.
-        shifts: Shifts to measure, in cells on a grid, otherwise in physical units.
+        shifts: Shifts to measure, in cells of the grid or, without a grid, in physical units. By
+            default, two shifts are chosen.
         keywords: For an `Attention`, `num_prefix_tokens`, `key_mask` and `positions`. For another
             module, keyword arguments of the call.
 

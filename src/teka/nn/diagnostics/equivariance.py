@@ -71,10 +71,7 @@ class LayerInputs:
         return LayerInputs(tokens, grid, key_mask, prefix, positions)
 
     def token_indices(self, cells: Int[Tensor, "cells"]) -> Int[Tensor, "tokens"]:
-        """Return the indices of all prefix tokens and of the tokens at given grid cells.
-
-        Prefix tokens, such as a class token, come first in the sequence.
-        """
+        """Return the indices of all prefix tokens and of the tokens at given grid cells."""
         prefix = torch.arange(self.num_prefix_tokens, device=cells.device)
         return torch.cat([prefix, self.num_prefix_tokens + cells])
 

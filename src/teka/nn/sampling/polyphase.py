@@ -47,9 +47,9 @@ class PolyphaseDownsample(nn.Module):
     - "fixed": always the first subgrid, as with an ordinary stride. It is equivariant only to
       shifts by multiples of s.
 
-    So the output of a shifted input is the shifted output. If the shift τ changes the offset from c
-    to c', the output shifts by τ' = (τ + c − c')/s. This is exact on periodic axes whose sides s
-    divides. On a bounded grid, content that enters or leaves at the edge can change the choice.
+    If the input shifts, the output shifts too. If a shift by τ changes the offset from c to c', the
+    output shifts by τ' = (τ + c − c')/s. This is exact on periodic axes whose sides are multiples
+    of s. On a bounded grid, content that enters or leaves at the edge can change the choice.
 
     The subgrids are also called polyphase components.
 
@@ -128,9 +128,9 @@ class PolyphaseDownsample(nn.Module):
 
         Args:
             inputs: Images or other grids, shape (B, C, *sides).
-            offset: Offset of each sample, as an index in row-major order. By default the layer
-                chooses. Give the offset of another branch if the outputs of both branches are
-                added.
+            offset: Offset of each sample, as an index in row-major order. By default, the layer
+                chooses it. If the outputs of two branches are added, pass the offset of the first
+                branch to the second, so that both keep the same pixels.
 
         Raises:
             ValueError: The stride does not divide the sides of the inputs.
@@ -232,7 +232,7 @@ class PolyphaseUpsample(nn.Module):
 
         Args:
             inputs: Coarse grids, shape (B, C, *sides).
-            offset: Offset of each sample that the downsampling layer returned.
+            offset: Offset of each sample, as returned by the downsampling layer.
 
         Raises:
             ValueError: The inputs have another number of axes, or a sample has no offset.

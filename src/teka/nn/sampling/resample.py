@@ -35,8 +35,8 @@ class AttentionDownsample(nn.Module):
     Queries keep their positions in the image, so that attention weights depend on true distances.
     The layer is therefore equivariant to the same shifts as `PolyphaseDownsample`.
 
-    Source: the general operator of the slides of Horn et al., whose queries have another size
-    than its input.
+    Source: the slides of Horn et al., whose general operator has queries of another size than its
+    input.
 
     Args:
         dim: Number of channels of the inputs.
