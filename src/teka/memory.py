@@ -49,7 +49,7 @@ def count_parameters(model: nn.Module) -> int:
 
 
 class TooManyElementsError(ValueError):
-    """Error for a model with too many parameter tensors or too many elements."""
+    """Error of `count_elements` for a model with too many tensors or too many elements."""
 
 
 def count_elements(create_model: Callable[[], nn.Module], max_elements: int) -> int:

@@ -27,7 +27,7 @@ SampledGrid: TypeAlias = tuple["SharedSamplingOffsets | int", ...]
 
 @dataclass(frozen=True)
 class FixReport:
-    """Report of `teka.convert.fix`: the layers that it changed or could not change.
+    """Report of `teka.convert.fix`: the changed layers, and those that could not be changed.
 
     >>> from teka.convert import FixReport
     >>> reason = "its stride does not divide its map"

@@ -77,7 +77,7 @@ def list_labeled_pictures(path: Path) -> tuple[dict[str, list[tuple[Path, int]]]
             f"the classes of {path}",
             classes,
             "at least two",
-            "Each sub-folder with pictures, or each label in a CSV file, is a class.",
+            "Every sub-folder of pictures, or every label in a CSV file, is one class.",
         )
     indices = {label: index for index, label in enumerate(classes)}
     labeled = {}
@@ -334,7 +334,7 @@ def _copy_arrays_to_split(
             f"{names[0]}.dtype",
             str(pixels.dtype),
             "uint8 or a floating-point dtype",
-            "Levels from 0 to 255 are uint8, and intensities from 0 to 1 are floating-point.",
+            "Use uint8 for levels from 0 to 255, and floating point for intensities from 0 to 1.",
         )
     if axis_order == "NHW":
         pixels = pixels[:, None]

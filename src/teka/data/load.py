@@ -30,12 +30,12 @@ def load(
     seed: int = 0,
     stream: bool | None = None,
 ) -> Dataset:
-    """Load a data set by its name or path, with images for training, validation and test.
+    """Load a data set by its name or path, and divide it into training, validation and test images.
 
-    Training images are ordered by `numpy.random.default_rng(seed).permutation(N)`. The last
-    `validation_size` of them are for validation, and the first `train_size` of the others for
-    training. If your own data set has no test images, a fifth of its images is held out for
-    testing. This fifth is the same for every seed.
+    The training images are shuffled by `numpy.random.default_rng(seed).permutation(N)`. Of the
+    shuffled images, the last `validation_size` are for validation, and the first `train_size` of
+    the others are for training. If your own data set has no test images, a fifth of its images is
+    held out for testing. This fifth is the same for every seed.
 
     >>> import teka
     >>> digits = teka.data.load("digits")

@@ -138,7 +138,7 @@ class Run:
 
     @property
     def model_name(self) -> str:
-        """Name of the model in tables, such as "rotary, squared_relu, polyphase"."""
+        """Short description of the model for tables, such as "rotary, squared_relu, polyphase"."""
         options = self.network.options
         if self.network.model != "performer":
             return self.network.model

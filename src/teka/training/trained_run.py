@@ -57,7 +57,7 @@ class TrainedRun:
 
     @property
     def name(self) -> str:
-        """Name of the model in tables, such as "rotary, squared_relu"."""
+        """Short description of the model for tables, such as "rotary, squared_relu"."""
         return self.run.model_name
 
 

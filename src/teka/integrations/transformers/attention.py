@@ -142,7 +142,7 @@ def attention_forward(
                 "attention_mask",
                 attention_mask.shape,
                 "(batch, keys)",
-                "Position biases and masks of pairs of tokens are not supported.",
+                "Only padding masks are supported, not position biases or other masks.",
             )
         key_mask = (attention_mask != 0)[:, -num_keys:]
         if is_causal:  # the other slots of a static cache are empty
