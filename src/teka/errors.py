@@ -57,7 +57,7 @@ def wrong_argument(argument: str, description: str, expected: str, hint: str = "
 
 
 def wrong_type(argument: str, value: object, expected: str) -> ValueError:
-    """Create a ValueError for an argument of the wrong type.
+    """Create a ValueError like `wrong_value`, with the type of the value in place of the value.
 
     The message is "<argument> must be <expected>, got an object of type <type>."
     """

@@ -25,7 +25,7 @@ MAX_NUM_AXES = 4
 
 
 class RelativeModule(nn.Module):
-    """Base class of modules with the learned parameters of a relative kernel.
+    """Base class of modules that learn the parameters of a relative kernel.
 
     A relative kernel is an attention weight that depends on the offset between the positions of
     query and key. `forward` takes no arguments and returns the kernel with the current parameters.
