@@ -140,7 +140,7 @@ def test_labels_without_any_names_are_unchanged():
     ("data_names", "model_names"), [(None, None), (("x", "y", "z"), None), (None, ("a", "b"))]
 )
 def test_number_of_classes_must_equal_that_of_the_model(data_names, model_names):
-    with pytest.raises(ValueError, match=r"must be 2, the classes of m.*got 3"):
+    with pytest.raises(ValueError, match=r"must be 2, the number of classes of m.*got 3"):
         match_labels(LABELS, 3, data_names, make_model(model_names, 2))
 
 

@@ -36,7 +36,7 @@ def test_transform_that_differs_by_a_level_or_a_pixel_is_an_error(monkeypatch):
     for other in (replace(READ, normalization=brighter), replace(READ, resampling="lanczos")):
         with pytest.raises(
             ValueError,
-            match=r"model must be .*got 'm'. The output of its transform .* levels of 255",
+            match=r"model must be .*got 'm'. The pixels from its transform .* levels of 255",
         ):
             verify_against_library(make_transform(other), READ, "m", "its transform")
     monkeypatch.setitem(

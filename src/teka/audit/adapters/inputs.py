@@ -436,7 +436,7 @@ def _preprocessing_caveat(*, is_gray: bool) -> Caveat:
     # The message does not name the model, so that it is shown once for all models of a comparison.
     message = (
         "The model does not declare how its images are normalized, so it gets values from 0 to 1. "
-        "If its accuracy is too low or its predictions are all the same, repeat with the "
+        "If its accuracy is too low or all its predictions are the same, repeat the audit with the "
         "normalization of its training. Use --mean 0.5 --std 0.5 for values from −1 to 1, or "
         "--mean 0 --std 0.00392157 for values from 0 to 255."
     )

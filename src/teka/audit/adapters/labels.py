@@ -59,7 +59,7 @@ def match_labels(
     if numbers is not None:
         return _match_numbers(labels, numbers, num_known, model)
     if num_known not in (None, num_classes):
-        expected = f"{num_known}, the classes of {model.name}, or names that are among its own"
+        expected = f"{num_known}, the number of classes of {model.name}"
         raise wrong_value("the number of the data's classes", num_classes, expected, _HINT)
     if not is_wordnet and bool(names) == bool(model_names):
         return labels, []

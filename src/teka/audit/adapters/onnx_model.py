@@ -97,7 +97,7 @@ class OnnxModule(nn.Module):
         return name
 
     def __deepcopy__(self, memo: object) -> "OnnxModule":
-        raise TypeError("onnxruntime computes in the precision of the file")
+        raise TypeError("onnxruntime cannot change the precision of an ONNX file")
 
     def forward(self, images: Images) -> Tensor:
         """Normalize images in [0, 1], run the ONNX model, and return the output to measure."""

@@ -223,8 +223,9 @@ def convert_channels(
         dtype = torch.promote_types(images.dtype, torch.float32)
         gray = (images * weights.to(dtype)).sum(dim=1, keepdim=True)
         return gray if images.is_floating_point() else (gray + 0.5).floor().to(images.dtype)
-    expected = f"{in_channels} as for the model, or 1, or 3 for a gray model"
-    raise wrong_value("the channels of the images", num_channels, expected)
+    allowed = 3 if in_channels == 1 else in_channels
+    expected = f"1 or {allowed}, because the model takes {in_channels}"
+    raise wrong_value("the number of channels of the images", num_channels, expected)
 
 
 def crop_center(images: Images, size: tuple[int, int], start: Callable[[float], int]) -> Resized:

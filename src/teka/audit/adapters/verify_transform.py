@@ -66,7 +66,7 @@ def verify_against_library(
     difference = "other sizes"
     if smallest < torch.inf:
         difference = f"a difference of up to {smallest:.1f} levels of 255"
-    hint = f"The output of {name} differs from that of its settings ({difference})."
+    hint = f"The pixels from {name} differ from those that its settings describe ({difference})."
     raise wrong_value("model", model, "a model with a known transform", hint)
 
 

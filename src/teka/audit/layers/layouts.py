@@ -144,7 +144,7 @@ class LayoutRecognizer:
         elif len(shape) == 4:
             layout = self._recognize_map(module, shape, input_layout)
         else:
-            return f"a tensor of {len(shape)} axes is neither a map, tokens nor a vector"
+            return f"a tensor with {len(shape)} axes is not a feature map, tokens or a vector"
         if layout is None:
             return f"no axes of (B, {str(shape[1:])[1:]} are a grid over the image"
         self._map_size = math.prod(shape[1:]) if layout.name in ("map", "flattened") else None
