@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from teka.audit.adapters import LOADERS, LoadedModel, Loader, LoadOptions, load
-from teka.audit.adapters.loaded_model import load_safely
+from teka.audit.adapters.loaded_model import safe_loading
 from teka.audit.adapters.programs import load_from_python_file
 from teka.audit.adapters.timm_torchvision import (
     load_timm,
@@ -216,11 +216,11 @@ def test_load_safely_refuses_pickled_objects(tmp_path, monkeypatch, old_value):
         monkeypatch.setenv(name, old_value)
     torch.save({"weights": torch.ones(2)}, tmp_path / "tensors.pt")
     torch.save({"object": Object()}, tmp_path / "objects.pt")
-    with load_safely("timm:a", "a model"):
+    with safe_loading("timm:a", "a model"):
         assert torch.load(tmp_path / "tensors.pt", weights_only=False)["weights"].sum() == 2
     with (
         pytest.raises(ValueError, match=r"model must be a model .*[Ww]eights.*got 'timm:a'"),
-        load_safely("timm:a", "a model"),
+        safe_loading("timm:a", "a model"),
     ):
         torch.load(tmp_path / "objects.pt", weights_only=False)
     assert os.environ.get(name) == old_value

@@ -71,7 +71,7 @@ class ImageOptions:
     placed_size: Size = None
 
     @property
-    def path(self) -> Path | None:
+    def custom_path(self) -> Path | None:
         """Folder or file of custom data, or None for a built-in data set such as "mnist".
 
         Raises:
@@ -226,7 +226,7 @@ class _AvailableImages(NamedTuple):
 
 def _find_available_images(options: ImageOptions) -> _AvailableImages:
     data = options.data
-    path = options.path
+    path = options.custom_path
     if path is None:
         dataset = load(data, data_dir=options.data_dir, image_size=options.image_size)
         test = dataset.test
@@ -260,11 +260,11 @@ def is_trained_on(model: LoadedModel, options: ImageOptions) -> bool:
     An audit should then avoid the training images. Data sets are the same if they have the same
     path or the same name.
     """
-    if options.path is None or model.trained_on is None or model.trained_on in NAMES:
+    if options.custom_path is None or model.trained_on is None or model.trained_on in NAMES:
         return False
     known = find_dataset_path(model.trained_on, options.data_dir)
-    is_same = known is not None and known.samefile(options.path)
-    return is_same or Path(model.trained_on).name == options.path.resolve().name
+    is_same = known is not None and known.samefile(options.custom_path)
+    return is_same or Path(model.trained_on).name == options.custom_path.resolve().name
 
 
 MIN_PHOTOGRAPH_SIDE = 128  # pixels
@@ -277,7 +277,7 @@ def choose_default_mode(options: ImageOptions) -> tuple[str, str]:
     The mode is "crop" for large photographs, because it resembles a moving camera, and "circular"
     for other images.
     """
-    if options.path is None or not is_picture_dataset(options.path):
+    if options.custom_path is None or not is_picture_dataset(options.custom_path):
         return "circular", "the images are not picture files"
     files: Any = _find_available_images(options).images
     sides = []

@@ -383,11 +383,11 @@ def loaded_model_from_module(
 
 
 @contextmanager
-def load_safely(model: str, expected: str) -> Iterator[None]:
-    """Prevent a library from unpickling code while it loads a model, in a `with` statement.
+def safe_loading(model: str, expected: str) -> Iterator[None]:
+    """Protect the loading of a model by another library, in a `with` statement.
 
-    Inside the statement, `torch.load` unpickles only tensors. Any error of the library is replaced
-    by a ValueError that names the model and what was expected, in one line.
+    Inside the statement, `torch.load` unpickles only tensors, so that no code in a file is run. Any
+    error of the library is replaced by a ValueError of one line that says what was expected.
 
     Args:
         model: Name of the model for the error message.

@@ -15,8 +15,8 @@ from teka.audit.adapters.loaded_model import (
     DEFAULT_LOAD_OPTIONS,
     LoadedModel,
     LoadOptions,
-    load_safely,
     read_class_names,
+    safe_loading,
 )
 from teka.audit.adapters.preprocessing import Images, Preprocessing
 from teka.audit.adapters.programs import read_input_shape, run_in_batches
@@ -216,7 +216,7 @@ def load_onnx(path: str | Path, load_options: LoadOptions = DEFAULT_LOAD_OPTIONS
     if provider not in providers:
         expected = f"one that onnxruntime has: {providers}"
         raise wrong_value("device", str(load_options.device), expected)
-    with load_safely(str(file), "an ONNX file that onnxruntime can run"):
+    with safe_loading(str(file), "an ONNX file that onnxruntime can run"):
         session = _make_session(str(file), [provider])
     inputs = session.get_inputs()
     if len(inputs) != 1 or len(inputs[0].shape) != 4 or inputs[0].type not in _INPUT_TYPES:

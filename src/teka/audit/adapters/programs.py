@@ -14,8 +14,8 @@ from teka.audit.adapters.loaded_model import (
     DEFAULT_LOAD_OPTIONS,
     LoadedModel,
     LoadOptions,
-    load_safely,
     loaded_model_from_module,
+    safe_loading,
     silence_libraries,
     wrap_function,
 )
@@ -121,7 +121,7 @@ def check_trusted(path: str, load_options: LoadOptions) -> None:
 def load_torchscript(path: str, load_options: LoadOptions) -> LoadedModel:
     """Load a TorchScript model from a file that `torch.jit.save` wrote."""
     check_trusted(path, load_options)
-    with load_safely(path, "a program of TorchScript"), silence_libraries(), model_code_context():
+    with safe_loading(path, "a program of TorchScript"), silence_libraries(), model_code_context():
         module = torch.jit.load(expand_user(path), map_location=load_options.device or "cpu").eval()
     tensors = module.state_dict().values()
     channels = next((tensor.shape[1] for tensor in tensors if tensor.ndim == 4), None)
@@ -151,7 +151,7 @@ def load_exported_program(path: str, load_options: LoadOptions) -> LoadedModel:
     The program must have a single input, which are images (B, C, H, W).
     """
     check_trusted(path, load_options)
-    with load_safely(path, "a program of torch.export"), silence_libraries(), model_code_context():
+    with safe_loading(path, "a program of torch.export"), silence_libraries(), model_code_context():
         program = torch.export.load(expand_user(path))
         program_module = program.module()
     names = program.graph_signature.user_inputs

@@ -11,8 +11,8 @@ from teka.audit.adapters.loaded_model import (
     DEFAULT_LOAD_OPTIONS,
     LoadedModel,
     LoadOptions,
-    load_safely,
     loaded_model_from_module,
+    safe_loading,
 )
 from teka.audit.adapters.preprocessing import Preprocessing
 from teka.audit.adapters.verify_transform import verify_against_library
@@ -31,7 +31,7 @@ def load_timm(name: str, load_options: LoadOptions = DEFAULT_LOAD_OPTIONS) -> Lo
     timm = require("timm", "this model needs", "timm")
     name = name.removeprefix("timm:")
     label = f"timm:{name}"
-    with load_safely(label, "a timm model"), load_options.fixed_seed():
+    with safe_loading(label, "a timm model"), load_options.fixed_seed():
         module = timm.create_model(
             name, pretrained=load_options.weights is None, **load_options.num_classes_argument
         )
@@ -62,7 +62,7 @@ def load_torchvision(name: str, load_options: LoadOptions = DEFAULT_LOAD_OPTIONS
     name = name.removeprefix("torchvision:")
     label = f"torchvision:{name}"
     is_pretrained = load_options.weights is None
-    with load_safely(label, "a torchvision model"), load_options.fixed_seed():
+    with safe_loading(label, "a torchvision model"), load_options.fixed_seed():
         weights = models.get_model_weights(name).DEFAULT
         preset = weights.transforms()
         output = _PRESET_OUTPUTS.get(type(preset).__name__, "auto")

@@ -12,9 +12,9 @@ from teka.audit.adapters.loaded_model import (
     DEFAULT_LOAD_OPTIONS,
     LoadedModel,
     LoadOptions,
-    load_safely,
     loaded_model_from_module,
     read_class_names,
+    safe_loading,
     silence_libraries,
 )
 from teka.audit.adapters.preprocessing import RESAMPLINGS, Preprocessing
@@ -69,7 +69,7 @@ def preprocessing_from_processor(
         return processor(levels, input_data_format="channels_last", **steps)["pixel_values"][0]
 
     name = type(processor).__name__
-    with load_safely(source, f"a model whose {name} is supported"):
+    with safe_loading(source, f"a model whose {name} is supported"):
         resize, crop = (None, None) if as_loaded else _read_resize_and_crop(processor)
         number = getattr(processor, "resample", None)
         resampling = "bilinear" if number is None else RESAMPLINGS[int(number)]
@@ -137,7 +137,7 @@ def load_transformers(source: str, load_options: LoadOptions = DEFAULT_LOAD_OPTI
             if load_options.num_classes is not None:
                 config.num_labels = load_options.num_classes
             expected = "a model that transformers can build from its config"
-            with load_safely(source, expected), load_options.fixed_seed():
+            with safe_loading(source, expected), load_options.fixed_seed():
                 module = model_class.from_config(config, trust_remote_code=False)
             module = load_options.load_weights(module)
         vision = getattr(module.config, "vision_config", module.config)
@@ -192,7 +192,7 @@ class ImageEncoder(nn.Module):
 
 def _read_config_and_class(library: Any, source: str) -> tuple[Any, str, Any]:
     """Read the config of a model, and return it with the output kind and class of the model."""
-    with load_safely(source, "the folder or hub id of a vision model in transformers"):
+    with safe_loading(source, "the folder or hub id of a vision model in transformers"):
         config = library.AutoConfig.from_pretrained(source, trust_remote_code=False)
         reject_kernel_from_hub(config)
     architecture = (config.architectures or ["ForImageClassification"])[0]
@@ -217,7 +217,7 @@ def reject_kernel_from_hub(config: Any) -> None:
 
 def _load_pretrained(model_class: Any, source: str, output: str) -> Any:
     """Load a model with its pretrained weights, and check that no weights are missing."""
-    with load_safely(source, "a transformers model with safetensors weights"):
+    with safe_loading(source, "a transformers model with safetensors weights"):
         settings = {"use_safetensors": True, "trust_remote_code": False, "dtype": torch.float32}
         module, info = model_class.from_pretrained(source, output_loading_info=True, **settings)
     missing = sorted(info["missing_keys"]) + sorted(map(str, info["mismatched_keys"]))
@@ -244,7 +244,7 @@ def load_preprocessing(source: str, in_channels: int, output: str = "auto") -> P
     if folder.is_dir() and not any((folder / name).is_file() for name in PROCESSOR_FILES):
         return None
     library = require("transformers", "this model needs", "teka[audit]")
-    with silence_libraries(), load_safely(source, "a model with an image processor"):
+    with silence_libraries(), safe_loading(source, "a model with an image processor"):
         processor = library.AutoImageProcessor.from_pretrained(source, trust_remote_code=False)
     # Detectors resize to a shorter side within a limit and pad to the largest image of a batch.
     return preprocessing_from_processor(processor, in_channels, source, as_loaded=output == "boxes")

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import UInt8
 from torch import Tensor
 
-from teka.audit.adapters.loaded_model import load_safely
+from teka.audit.adapters.loaded_model import safe_loading
 from teka.audit.adapters.preprocessing import ROUNDING_RULES, Preprocessing
 from teka.data import Normalize
 from teka.errors import wrong_value
@@ -48,7 +48,7 @@ def verify_against_library(
     generator = np.random.default_rng(0)
     channels = transform.in_channels or 3
     pictures = [generator.integers(0, 256, (*size, channels), dtype=np.uint8) for size in SIZES]
-    with load_safely(model, f"pictures that {name} takes"):
+    with safe_loading(model, f"pictures that {name} takes"):
         expected = [
             torch.as_tensor(np.ascontiguousarray(library_transform(picture)))
             for picture in pictures
