@@ -7,7 +7,7 @@ from teka.audit.settings import AuditSettings
 
 
 def test_default_shifts_are_a_square_that_fits_the_images():
-    assert AuditSettings().shifts_for((32, 40)) == square_shifts(8)
+    assert AuditSettings().shifts_for((32, 40)) == square_shifts(4)
     assert AuditSettings().shifts_for((9, 40)) == square_shifts(2)
 
 

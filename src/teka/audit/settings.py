@@ -26,7 +26,7 @@ StepSet = Sequence[Steps] | np.ndarray | Tensor
 PARTS = ("noise", "layers")
 # Published protocols, which `teka.audit.protocols` implements.
 PROTOCOL_NAMES = ("horn2021", "zhang2019", "chaman2021")
-DEFAULT_MAX_SHIFT = 8  # in pixels
+DEFAULT_MAX_SHIFT = 4  # in pixels
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class AuditSettings:
 
     Args:
         shifts: Shifts as pairs (dy, dx), or as integers for horizontal shifts. By default, all
-            shifts of at most 8 pixels along each axis. For small images, the limit is a quarter of
+            shifts of at most 4 pixels along each axis. For small images, the limit is a quarter of
             their shorter side.
         modes: Modes of shifting, which differ in what happens at the edges of an image, see
             `teka.audit.translate`. The audit measures each mode separately.

@@ -50,7 +50,7 @@ class ShiftOptions:
         mode: How images are shifted. Several modes are measured one after the other. By default,
             "crop" if the data are a folder of pictures, most of them with at least 128 pixels on
             each side. Otherwise, "circular".
-        max_shift: Largest shift in pixels. The default is 8, or a quarter of the image's side if
+        max_shift: Largest shift in pixels. The default is 4, or a quarter of the image's side if
             that is less.
         shifts: Set of shifts: all shifts of a square, shifts along each of both axes, or shifts
             along the vertical axis (dy) or the horizontal axis (dx).

@@ -176,14 +176,14 @@ def test_crop_for_an_unknown_input_size_keeps_the_size_of_the_images(tmp_path):
     subject = make_model(Preprocessing(3))
     settings = AuditSettings(modes=("crop",))
     audit_inputs = prepare_audit_inputs(subject, ImageOptions(str(tmp_path)), settings)
-    # The default shifts are up to 8 pixels.
-    assert audit_inputs.images.shape == (3, 3, 112, 80)
-    seen = audit_inputs.settings.movement("crop", (112, 80)).seen_size((112, 80))
+    # The default shifts are up to 4 pixels.
+    assert audit_inputs.images.shape == (3, 3, 104, 72)
+    seen = audit_inputs.settings.movement("crop", (104, 72)).seen_size((104, 72))
     assert seen == (96, 64)  # multiples of 32, which many models require
     assert (
-        "64 were resized to 112 × 80 and then" in audit_inputs.audit_arguments["caveats"][0].message
+        "64 were resized to 104 × 72 and then" in audit_inputs.audit_arguments["caveats"][0].message
     )
-    assert "resized to 112 × 80" in audit_inputs.description[1]
+    assert "resized to 104 × 72" in audit_inputs.description[1]
 
 
 @pytest.mark.parametrize(
