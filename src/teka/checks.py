@@ -312,10 +312,10 @@ def check_device(device: object) -> torch.device:
 def check_dense_tensor(
     argument: str, tensor: object, *sizes: str | int, dtypes: Dtypes = FLOAT_DTYPES
 ) -> None:
-    """Check that an argument is a dense tensor with a common dtype.
+    """Check that an argument is a dense tensor with a dtype that teka supports.
 
     Nested, sparse and quantized tensors, tensors on the "meta" device and dtypes such as float8 are
-    errors. If `sizes` are passed, the shape and the dtype are checked too, as in `check_tensor`.
+    not supported. If `sizes` are passed, the shape and dtype are checked too, as in `check_tensor`.
     """
     if not isinstance(tensor, Tensor):
         raise wrong_type(argument, tensor, "a tensor")

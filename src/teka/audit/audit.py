@@ -140,7 +140,8 @@ class AuditRun:
     def prepare_unshifted_images(self) -> Tensor:
         """Return the first 32 images as the model sees them at the zero shift.
 
-        The first mode of the settings determines, for example, whether they are on a canvas.
+        In the mode "canvas", for example, the model sees them on a larger canvas. If several modes
+        are measured, the first one counts.
         """
         movement = self.settings.movement(self.settings.modes[0], self.sizes)
         return movement.move(movement.prepare_images(self.few_images), (0, 0))

@@ -46,7 +46,7 @@ def set_model_code_context(context: Callable[[], AbstractContextManager[None]]) 
 
 
 def model_code_context() -> AbstractContextManager[None]:
-    """Return the context manager in which a model is called, see `set_model_code_context`."""
+    """Return a context manager for calls of a model, which `set_model_code_context` has set."""
     return _model_code_context()
 
 

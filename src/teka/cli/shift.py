@@ -1,4 +1,4 @@
-"""The commands `shift` and `demo`, which measure the accuracy of trained runs at every shift."""
+"""The commands `shift` and `demo`, which test trained models on shifted images."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated

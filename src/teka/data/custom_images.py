@@ -1,4 +1,4 @@
-"""Loading of your own labeled images, from picture files or NumPy arrays."""
+"""Functions that load your own labeled images from picture files or NumPy arrays."""
 
 import csv
 import os

@@ -135,7 +135,7 @@ class ModelConfig:
             if argument == "pictures" and value is None:
                 continue
             if not (isinstance(value, Mapping) and _is_json(value)):
-                hint = "JSON has only numbers, strings, booleans, null, lists and mappings."
+                hint = "Use only numbers, strings, booleans, None, lists and mappings."
                 raise wrong_value(argument, value, "a mapping of names to JSON data", hint)
         decode(options_class(self.model), self.options, f"{self.model}.options")
         names = self.class_names

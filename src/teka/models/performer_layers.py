@@ -60,7 +60,8 @@ class ResamplingFactory:
     ) -> "PatchMerging | AttentionDownsample":
         """Create the layer between two stages, which downsamples the grid by 2.
 
-        The layer also maps tokens of size `before.dim` to tokens of size `after.dim`.
+        The layer also projects tokens from the size of the first stage, `before.dim`, to that of
+        the second stage, `after.dim`.
         """
         if self.attention is None:
             return PatchMerging(before.dim, after.dim, self)

@@ -26,7 +26,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    """Import a function that needs Lightning on first use, because the import takes seconds."""
+    """Import a function when it is first used, because importing Lightning takes seconds."""
     if name not in __all__:
         raise AttributeError(f"module 'teka.training' has no attribute {name!r}")
     require("lightning", "training needs", "teka[train]")

@@ -62,7 +62,7 @@ class ProcessLayout(NamedTuple):
         return cls(each, nodes, launcher)
 
     def lightning_environment_overrides(self) -> list[ClusterEnvironment]:
-        """Return the environment plugins with which Lightning must be created.
+        """Return the environment plugins to pass to the Lightning trainer.
 
         They correct how Lightning handles SLURM. The list is empty if its defaults are correct.
         """

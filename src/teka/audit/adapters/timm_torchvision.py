@@ -1,4 +1,4 @@
-"""Loaders of timm and torchvision models, with the preprocessing of their weights."""
+"""Loaders of timm and torchvision models, with the preprocessing that their weights need."""
 
 import math
 from collections.abc import Callable

@@ -197,7 +197,7 @@ class LayerFindings:
 
     @property
     def undecided(self) -> tuple[LayerFinding, ...]:
-        """Layers with an error above the threshold that noise in the model may have caused."""
+        """Layers whose error is above the threshold, but may be caused by noise in the model."""
         return tuple(each for each in self.findings if each.is_undecided(self.threshold))
 
     def fixable(self, fix: str) -> tuple[str, ...]:

@@ -198,8 +198,8 @@ def measure_equivariance_errors(
     sums = {tensor: torch.zeros(len(shifts), NUM_SUMS).double() for tensor in trace.tensors}
     chosen = slice(0)
 
-    def on_event(event: TraceEvent, value: Tensor | None) -> None:
-        """Add the squared errors of a tensor to its sums when the tensor occurs first."""
+    def add_errors(event: TraceEvent, value: Tensor | None) -> None:
+        """Add the squared errors of a tensor to its sums the first time that the tensor occurs."""
         tensor = traced.get(event.identifier)
         if tensor is None or tensor.failure:
             return
@@ -222,7 +222,7 @@ def measure_equivariance_errors(
             chosen = slice(first, first + num_shifts)
             batch = torch.cat([movement.move(part, shift) for shift in ((0, 0), *shifts[chosen])])
             description = f"shifts {', '.join(map(str, shifts[chosen]))}"
-            trace_calls(model, trace.modules, on_event, batch, description)
+            trace_calls(model, trace.modules, add_errors, batch, description)
     return {
         tensor: EquivarianceErrors(sums[tensor], shifts, tensor.layout.stride)
         for tensor in trace.tensors

@@ -271,7 +271,7 @@ class ModelTrace:
         if not value.is_floating_point():
             return f"its values are {value.dtype}, not real floating-point numbers"
         if len(shape) < 2 or len(value) != COPIES * self._num_images:
-            return f"its first axis is not the batch axis; the sizes of the others are {shape[1:]}"
+            return f"its first axis is not the batch axis; the other axes have sizes {shape[1:]}"
         input_layout = event.input_tensor and event.input_tensor.layout
         input_shape = event.input.shape if event.input else ()
         if input_layout is None and input_shape == shape:

@@ -1,1 +1,1 @@
-"""Measurement of how a model's output changes when images are shifted, and of its noise."""
+"""Measurement of how much a model's output changes by shifts of the images and by noise."""

@@ -100,7 +100,7 @@ def explain_intervals(reports: Sequence[AuditReport], columns: Sequence[str]) ->
 def describe_used_images(reports: Sequence[AuditReport]) -> list[str]:
     """Describe the images of all audits, such as "500 of 10,000 test images of mnist".
 
-    Audits with the same images have one description in common.
+    Audits of the same images share a description, which appears once.
     """
     return list(
         dict.fromkeys(str(report.data["used"]) for report in reports if "used" in report.data)

@@ -447,7 +447,7 @@ def append_artificial_differences(differences: Values) -> ndarray:
 
 
 def estimate_difference_curve(differences: Values, bootstrap: ImageBootstrap) -> Curve:
-    """Estimate the difference between two models at each shift, for a metric that is a share.
+    """Estimate how much a share, such as the accuracy, differs between two models at each shift.
 
     The result has a percentile interval for each shift, and a confidence band for all shifts.
 

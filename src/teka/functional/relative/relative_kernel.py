@@ -137,9 +137,9 @@ class RelativeKernel(TensorShapeChecks, ABC):
     ) -> R:
         """Create a relative kernel with random parameters.
 
-        The function `attention` uses it for kernels that are given by name, and so do tests. The
-        parameters are in float64. Non-negative parameters are uniform between 0.1 and 0.6. All
-        others are standard normal.
+        The function `attention` calls this method if a kernel is given by name. The parameters
+        are in float64. Non-negative parameters are uniform between 0.1 and 0.6. All others are
+        standard normal.
 
         Args:
             generator: Random generator.

@@ -185,7 +185,7 @@ def _outputs_after_coordinate_shifts(
 
 
 def _outputs_after_grid_shifts(layer: Attention, inputs: LayerInputs, steps: Steps) -> list[Tensor]:
-    """Return the outputs of a layer for tokens that are shifted on a grid by each step.
+    """Return one output of a layer for each step by which its tokens are shifted on their grid.
 
     Tokens are rolled along periodic axes. Along other axes, the grid is enlarged so that no token
     leaves it, and positions without a token are masked. Each output has the original token order.

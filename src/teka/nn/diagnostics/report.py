@@ -121,7 +121,7 @@ class ApproximationErrors:
 
     @property
     def is_collapsed(self) -> bool:
-        """True if the output is nearly the mean of the values, although the exact output is not."""
+        """True if the approximate output, but not the exact one, is nearly the mean value."""
         return self.spread < COLLAPSED_SPREAD
 
 

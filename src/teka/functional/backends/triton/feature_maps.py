@@ -183,7 +183,7 @@ def compute_feature_map_gradient(
 
 @triton.jit
 def _split_pairs(features, size: tl.constexpr):
-    """Split adjacent features into those with even and those with odd indices."""
+    """Return the features with even indices and the features with odd indices."""
     return tl.split(tl.reshape(features, (features.shape[0], size // 2, 2)))
 
 
