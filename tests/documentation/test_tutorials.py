@@ -66,7 +66,7 @@ def points_and_volumes(printed: str) -> bool:
     """Volumes and points may be anywhere."""
     return (
         number(r"largest change: (\S+) of the output", printed) < 1e-5
-        and number(r"accuracy (\d+) %", printed) > 70
+        and number(r"accuracy (\d+) %", printed) > 90
         and "moved by 1,000 units: 0 predictions change" in printed
     )
 
