@@ -131,7 +131,7 @@ def _describe_effect(metrics: Metrics) -> tuple[str, list[str]]:
 def _describe_images_and_modes(moved: Sequence[Metrics], report: AuditReport) -> str:
     """Describe the number of images and the modes, such as "10 images, mode circular"."""
     num_images = min(metrics.num_images for metrics in moved)
-    images = f"{num_images} image{'' if num_images == 1 else 's'}"
+    images = format_count(num_images, "image")
     if any(caveat.name == "too few images" for caveat in report.caveats):
         images = f"only {images}"
     modes = [metrics.movement.mode for metrics in moved]

@@ -16,15 +16,17 @@ def format_count(count: int, noun: str) -> str:
 def format_share(share: float) -> str:
     """Format a share as a percentage with one decimal, such as "98.1" for 0.9814.
 
-    Only 1 and 0 themselves give "100.0" and "0.0". Values close to them give ">99.9" and "<0.1".
+    Only 1 and 0 themselves give "100.0" and "0.0". Values close to them have more decimals.
 
     >>> from teka.reporting.formatting import format_share
     >>> format_share(1.0), format_share(0.99999), format_share(0.9814)
-    ('100.0', '>99.9', '98.1')
+    ('100.0', '99.999', '98.1')
     """
     text = f"{100 * share:.1f}"
-    rounded = {"100.0": ">99.9", "0.0": "<0.1"} if 0 < share < 1 else {}
-    return rounded.get(text, text)
+    if 0 < share < 1 and text in ("0.0", "100.0"):
+        _, exponent = f"{100 * min(share, 1 - share):.0e}".split("e")
+        text = f"{100 * share:.{-int(exponent)}f}"
+    return text
 
 
 def format_number(value: float) -> str:
