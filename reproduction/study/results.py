@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import pandas as pd
 from filelock import FileLock
 
 from reproduction.study.study import Study
-from teka.errors import wrong_value
+from teka.errors import first_line_of_error, wrong_argument, wrong_value
 from teka.files import make_directory, read_json, write_bytes
 
 RESULTS_FILE = "cells.jsonl.gz"
@@ -34,11 +35,19 @@ def load_saved_results(path: Path) -> dict[str, dict[str, Any]]:
     """Read a study's results file into a dictionary from model names to saved results.
 
     If the file does not exist, the dictionary is empty.
+
+    Raises:
+        ValueError: The file is damaged.
     """
     if not path.exists():
         return {}
-    results = [json.loads(line) for line in gzip.decompress(path.read_bytes()).splitlines()]
-    return {result.pop("name"): result for result in results}
+    try:
+        lines = gzip.decompress(path.read_bytes()).splitlines()
+        results = [json.loads(line) for line in lines]
+        return {result.pop("name"): result for result in results}
+    except (gzip.BadGzipFile, EOFError, zlib.error, ValueError, KeyError, TypeError) as error:
+        expected = "the results file of a study"
+        raise wrong_argument(str(path), first_line_of_error(error), expected) from error
 
 
 def save_model_results(path: Path, name: str, content: dict[str, Any]) -> None:

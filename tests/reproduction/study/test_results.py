@@ -1,3 +1,6 @@
+import contextlib
+import gzip
+
 import pytest
 
 from reproduction.study import read_results_table
@@ -28,6 +31,25 @@ def test_a_folder_without_results_is_an_error(save_study, tmp_path):
         ValueError, match="folder must be the folder of a study, with saved results"
     ):
         read_results_table(study, tmp_path)
+
+
+def test_damaged_results_file_is_an_error_that_names_it(tmp_path):
+    path = tmp_path / "cells.jsonl.gz"
+    save_model_results(path, "mnist--relu", saved_result(0.9))
+    complete = path.read_bytes()
+    damaged = [complete[:size] for size in range(1, len(complete), 7)]
+    damaged += [gzip.compress(b"[]"), gzip.compress(b"{}"), gzip.compress(b"\xff")]
+    for position in range(len(complete)):
+        content = bytearray(complete)
+        content[position] ^= 0x55
+        damaged.append(bytes(content))
+    for content in damaged:
+        path.write_bytes(content)
+        # Some bytes of the header, such as the modification time, have no effect.
+        with contextlib.suppress(ValueError):
+            assert load_saved_results(path).keys() == {"mnist--relu"}
+    with pytest.raises(ValueError, match=r"cells.jsonl.gz must be the results file of a study"):
+        load_saved_results(path)
 
 
 def test_cpu_seconds_are_steps_times_seconds_per_step(save_study):
