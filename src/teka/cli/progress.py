@@ -34,7 +34,7 @@ class ProgressDisplay(progress.Progress):
         self.last_line_time = time.monotonic()
 
     def show(self, stage: str, done: int, total: int) -> None:
-        """Show the progress of a stage, of which `done` of `total` steps are finished.
+        """Show that `done` of the `total` steps of a stage are finished.
 
         This also shows a display again that `stop` has hidden.
         """

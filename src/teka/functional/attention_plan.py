@@ -242,9 +242,9 @@ class AttentionPlan:
     def _estimate_dense_work(self, relative: RelativeKernel | None, batch: int) -> tuple[int, int]:
         """Return two estimates on which the cost of the backend "dense" depends.
 
-        The first is the number of passes over the full matrix of attention weights, each of which
-        reads and writes it. The second is the number of entries that the relative kernel appends to
-        each query and key.
+        The first is the number of passes over the full matrix of attention weights. Each pass reads
+        and writes the matrix. The second is the number of entries that the relative kernel appends
+        to each query and key.
         """
         if self.kernel.is_softmax:
             # PyTorch's fused kernel stores no matrix.

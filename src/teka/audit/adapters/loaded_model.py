@@ -387,7 +387,7 @@ def safe_loading(model: str, expected: str) -> Iterator[None]:
     """Protect the loading of a model by another library, in a `with` statement.
 
     Inside the statement, `torch.load` unpickles only tensors, so that no code in a file is run. Any
-    error of the library is replaced by a ValueError of one line that says what was expected.
+    error of the library becomes a one-line ValueError, which says what was expected.
 
     Args:
         model: Name of the model for the error message.

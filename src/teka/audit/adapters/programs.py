@@ -105,7 +105,7 @@ def check_trusted(path: str, load_options: LoadOptions) -> None:
 
     Args:
         path: The file, for the error message.
-        load_options: Options of the user, of which `trust` must be True.
+        load_options: Options of the user. Unless `trust` is True, an error is raised.
 
     Raises:
         ValueError: The user does not trust the file.
